@@ -242,6 +242,10 @@ _NEAR = 1e-2  # how close, in log ε, the first lattice must come
 _GUESSES = 12  # on the first lattice
 _FINER = 3  # guesses on the second
 _ANSWERS = 8  # of the accountant, until one counts
+# A selection beside other events is known on a lattice that moves with the noise, so that ε is no smooth
+# function of it. After so many answers, the nearest that meets the target counts, if it is so near in log ε.
+_ROUGH_ANSWERS = 3
+_ROUGHNESS = 2e-3
 _APART = 1e-2  # two places that tell a slope
 _STEEPEST = -20.0
 _FLATTEST = -0.05
@@ -260,6 +264,14 @@ class _Guess(NamedTuple):
 
     place: float
     slope: float
+
+
+class _Answer(NamedTuple):
+    """A noise factor, the log of the place it was rounded up from, and the accountant's ε there."""
+
+    scale: float
+    place: float
+    epsilon: float
 
 
 _NOWHERE = _Guess(0.0, -1.2)  # the factor 1, and how ε usually falls
@@ -642,8 +654,10 @@ def _search_noise(
     place = guess.place
     slope = guess.slope
     below = 0.5 * accuracy * -slope
+    is_rough = _has_nested_choices(event)
     last: tuple[float, float] | None = None
-    for _ in range(_ANSWERS):
+    nearest: _Answer | None = None
+    for number in range(1, _ANSWERS + 1):
         scale = math.exp(place)
         if not SMALLEST <= scale <= LARGEST:
             return None
@@ -652,20 +666,16 @@ def _search_noise(
         if not math.isfinite(value) or value <= 0.0:
             return None
         height = math.log(value / target)
-        if -2.0 * below <= height and value <= target:
-            excess = 0.0
-            if any(map(_is_slow, flatten(event))):
-                by_lattice = _height(
-                    event,
-                    delta,
-                    target,
-                    scale,
-                    fineness=_SECOND,
-                    gains=memory.gains,
-                )
-                excess = height - by_lattice if math.isfinite(by_lattice) else 0.0
-            memory.remember(event, delta, _Guess(place, slope), math.log(value), excess)
-            return scale
+        if value <= target and (nearest is None or value > nearest.epsilon):
+            nearest = _Answer(scale, place, value)
+        allowed = 2.0 * below
+        if is_rough and number >= _ROUGH_ANSWERS:
+            allowed = max(allowed, _ROUGHNESS)
+        if nearest is not None and -allowed <= math.log(nearest.epsilon / target):
+            excess = _excess(event, delta, target, nearest, memory.gains)
+            guess = _Guess(nearest.place, slope)
+            memory.remember(event, delta, guess, math.log(nearest.epsilon), excess)
+            return nearest.scale
         slope = _secant(last, place, height, slope)
         if not _STEEPEST < slope < _FLATTEST:
             return None
@@ -674,6 +684,29 @@ def _search_noise(
         below = 0.5 * accuracy * -slope
         place += _limit_step(-(height + below) / slope)
     return None
+
+
+def _excess(
+    event: Event,
+    delta: float,
+    target: float,
+    answer: _Answer,
+    gains: Gains,
+) -> float:
+    """Return how far the accountant's log ε is above the second lattice's; 0 without slow parts."""
+    if not any(map(_is_slow, flatten(event))):
+        return 0.0
+    by_lattice = _height(
+        event,
+        delta,
+        target,
+        answer.scale,
+        fineness=_SECOND,
+        gains=gains,
+    )
+    if not math.isfinite(by_lattice):
+        return 0.0
+    return math.log(answer.epsilon / target) - by_lattice
 
 
 def _secant(

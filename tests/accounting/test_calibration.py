@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import privtune.accounting as dp
-from privtune.accounting import epsilon
+from privtune.accounting import calibration, epsilon
 from privtune.accounting.accountant import _answer
 from privtune.accounting.best_of_k import Table
 from privtune.accounting.calibration import rounded_up, sketch, solve_decreasing
@@ -227,6 +227,23 @@ def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
     found = shared()
     assert 5.0 * (1 - 1e-3) <= found.total.epsilon <= 5.0
     assert len(built) <= 14  # two directions each; anew for every noise that is tried, they are 42
+
+
+def test_an_account_that_moves_with_its_lattice_is_asked_few_times(monkeypatch):
+    """Few steps in two selections side by side: ε jumps by 0.2% between noises 0.02% apart."""
+    law = dp.Geometric(4.0, minimum=2)
+    training = dp.Repeated(20, dp.PoissonSampled(0.1, dp.Gaussian(2.1)))
+    tuned = dp.SubsampledTuning(1, 0.1, dp.PrivateSelection(training, law), training)
+    score = dp.PrivateSelection(dp.Gaussian(2.0), law)
+    target = {"epsilon": 2.0, "delta": 1e-5}
+    forget_all()
+    with calibration.searches_learn():
+        sides = [dp.scale_noise(side, sketch(side, **target)) for side in (tuned, score)]
+        asked, real = [], calibration.report
+        monkeypatch.setattr(calibration, "report", lambda *a, **k: asked.append(a) or real(*a, **k))
+        found = dp.calibrate(dp.Parallel(tuple(sides)), tolerance=5e-4, **target)
+    assert len(asked) <= 5  # the last of them for the guarantee, which is known by then
+    assert 2.0 * (1 - 2e-3) <= found.guarantee.epsilon <= 2.0
 
 
 @pytest.mark.parametrize("promised", [0.0, 3.0])

@@ -376,7 +376,7 @@ def test_the_hull_of_lines_is_their_maximum_and_no_more(digits: int) -> None:
         hull = _upper_hull(slopes, offsets)
         values = slopes[:, None] - offsets[:, None] * z
         largest = values.max(axis=0)
-        assert values[hull].max(axis=0) == pytest.approx(largest, rel=1e-12, abs=1e-12)
+        np.testing.assert_allclose(values[hull].max(axis=0), largest, rtol=1e-12, atol=1e-12)
         a = slopes[hull]
         b = offsets[hull]
         assert (np.diff(a) > 0.0).all()
