@@ -218,7 +218,7 @@ def factor_for(
         event: What is charged, at some noise.
         context: Public facts: δ, adjacency, and whether the plan is thrown away.
         epsilon: Target.
-        tolerance: Relative distance to the target that is near enough.
+        tolerance: Relative distance to the target that is near enough, where `calibrate` comes so near.
         about: Whether a rough factor will do, as another calibration follows.
     """
     if context.declared is not None and scale_noise(event, 2.0) == event:

@@ -230,7 +230,7 @@ def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
 
 
 def test_an_account_that_moves_with_its_lattice_is_asked_few_times(monkeypatch):
-    """Few steps in two selections side by side: ε jumps by 0.2% between noises 0.02% apart."""
+    """A plan of few steps, whose ε jumps by 0.2% between noises 0.02% apart, takes an early answer."""
     law = dp.Geometric(4.0, minimum=2)
     training = dp.Repeated(20, dp.PoissonSampled(0.1, dp.Gaussian(2.1)))
     tuned = dp.SubsampledTuning(1, 0.1, dp.PrivateSelection(training, law), training)
@@ -242,8 +242,40 @@ def test_an_account_that_moves_with_its_lattice_is_asked_few_times(monkeypatch):
         asked, real = [], calibration.report
         monkeypatch.setattr(calibration, "report", lambda *a, **k: asked.append(a) or real(*a, **k))
         found = dp.calibrate(dp.Parallel(tuple(sides)), tolerance=5e-4, **target)
-    assert len(asked) <= 5  # the last of them for the guarantee, which is known by then
+    assert len(asked) <= 5  # three, a fourth where all are above the target, and the guarantee's
     assert 2.0 * (1 - 2e-3) <= found.guarantee.epsilon <= 2.0
+
+
+def test_an_account_without_jumps_keeps_its_tolerance():
+    """Under replace-one the first guess is far off, and the third answer no end of a search."""
+    releases = dp.Repeated(30, dp.Laplace(1.0))
+    found = dp.calibrate(
+        dp.Parallel((releases, dp.Gaussian(1.0))),
+        epsilon=0.7,
+        delta=1e-5,
+        adjacency=dp.Adjacency.REPLACE_ONE,
+        tolerance=1e-6,
+    )
+    assert 0.7 * (1 - 1e-5) <= found.guarantee.epsilon <= 0.7
+
+
+@pytest.mark.parametrize("target", [1.0, 2.0])
+def test_one_arm_is_planned_once(target):
+    """Its own search decides how near it comes: to plan it again at another target gains nothing."""
+    law = dp.Geometric(4.0, minimum=2)
+    training = dp.Repeated(20, dp.PoissonSampled(0.1, dp.Gaussian(2.1)))
+    tuned = dp.SubsampledTuning(1, 0.1, dp.PrivateSelection(training, law), training)
+    event = dp.Parallel((tuned, dp.PrivateSelection(dp.Gaussian(2.0), law)))
+    targets = []
+
+    def arm(epsilon_of_arm):
+        targets.append(epsilon_of_arm)
+        return dp.calibrate(event, epsilon=epsilon_of_arm, delta=1e-5, tolerance=5e-4).event
+
+    forget_all()
+    found = dp.share_budget([arm], epsilon=target, delta=1e-5)
+    assert targets == [target]
+    assert target * (1 - 2e-3) <= found.total.epsilon <= target
 
 
 @pytest.mark.parametrize("promised", [0.0, 3.0])
