@@ -582,7 +582,7 @@ def _guess_noise(
     if ends:
         nearest = min(ends, key=lambda end: abs(end.value - math.log(target)))
         guess = _Guess(nearest.place_for(target, noise), nearest.slope)
-        if not any(map(_is_slow, flatten(event))):
+        if not _has_slow_parts(event):
             return guess  # the accountant answers as fast as a lattice
         if memory.gains.is_rough:
             return guess  # better gains follow
@@ -695,7 +695,7 @@ def _excess(
     gains: Gains,
 ) -> float:
     """Return how far the accountant's log ε is above the second lattice's; 0 without slow parts."""
-    if not any(map(_is_slow, flatten(event))):
+    if not _has_slow_parts(event):
         return 0.0
     by_lattice = _height(
         event,
@@ -808,8 +808,13 @@ def _is_slow(part: Event) -> bool:
     return entry(part).own_lattice
 
 
+def _has_slow_parts(event: Event) -> bool:
+    """Return whether a lattice answers much faster than the accountant does."""
+    return any(map(_is_slow, flatten(event)))
+
+
 def _has_nested_choices(event: Event) -> bool:
-    """Return whether a composition has selections beside other events, which are slow to account."""
+    """Return whether a slow part is no selection itself: it holds one, or has sides in parallel."""
     slow = filter(_is_slow, flatten(event))
     return any(entry(part).choice(part) is None for part in slow)
 

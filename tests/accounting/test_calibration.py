@@ -229,16 +229,20 @@ def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
     assert len(built) <= 14  # two directions each; anew for every noise that is tried, they are 42
 
 
-def test_an_account_that_moves_with_its_lattice_is_asked_few_times(monkeypatch):
-    """A plan of few steps, whose ε jumps by 0.2% between noises 0.02% apart, takes an early answer."""
+def few_steps():
+    """Trainings that are tuned on a subset, and their scores: ε jumps by 0.2% between noises 0.02% apart."""
     law = dp.Geometric(4.0, minimum=2)
     training = dp.Repeated(20, dp.PoissonSampled(0.1, dp.Gaussian(2.1)))
     tuned = dp.SubsampledTuning(1, 0.1, dp.PrivateSelection(training, law), training)
-    score = dp.PrivateSelection(dp.Gaussian(2.0), law)
+    return tuned, dp.PrivateSelection(dp.Gaussian(2.0), law)
+
+
+def test_an_account_that_moves_with_its_lattice_is_asked_few_times(monkeypatch):
+    """No noise that a line leads to is within the tolerance, so an early answer is taken."""
     target = {"epsilon": 2.0, "delta": 1e-5}
     forget_all()
     with calibration.searches_learn():
-        sides = [dp.scale_noise(side, sketch(side, **target)) for side in (tuned, score)]
+        sides = [dp.scale_noise(side, sketch(side, **target)) for side in few_steps()]
         asked, real = [], calibration.report
         monkeypatch.setattr(calibration, "report", lambda *a, **k: asked.append(a) or real(*a, **k))
         found = dp.calibrate(dp.Parallel(tuple(sides)), tolerance=5e-4, **target)
@@ -262,10 +266,7 @@ def test_an_account_without_jumps_keeps_its_tolerance():
 @pytest.mark.parametrize("target", [1.0, 2.0])
 def test_one_arm_is_planned_once(target):
     """Its own search decides how near it comes: to plan it again at another target gains nothing."""
-    law = dp.Geometric(4.0, minimum=2)
-    training = dp.Repeated(20, dp.PoissonSampled(0.1, dp.Gaussian(2.1)))
-    tuned = dp.SubsampledTuning(1, 0.1, dp.PrivateSelection(training, law), training)
-    event = dp.Parallel((tuned, dp.PrivateSelection(dp.Gaussian(2.0), law)))
+    event = dp.Parallel(few_steps())
     targets = []
 
     def arm(epsilon_of_arm):
